@@ -34,6 +34,13 @@ def record(spec, skill=80.0, tasks=5, seconds=1.0):
     )
 
 
+def record_with_heads(spec, skill, told_skill, tasks=5):
+    """A made-up run with a head for each task: as `record`, with another skill if the task is told."""
+    run = record(replace(spec, heads=True), skill, tasks)
+    run = replace(run, task_accuracy=record(spec, told_skill, tasks).accuracy)
+    return replace(run, metrics=run.summary)
+
+
 def rename_in_file(store, key, learner=None, stream=None):
     """Give a run of the store a name that only a file can have: of a learner or a stream that is not here."""
     path = store.path(key) / "run.json"

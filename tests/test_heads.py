@@ -1,6 +1,7 @@
 """A head for each task: what is learned is what a network with several last layers would learn."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -97,6 +98,15 @@ def test_each_run_of_several_has_the_heads_of_its_own_tasks(changes):
     specs = [spec, dataclasses.replace(spec, **changes)]
     results = [record.task_accuracy for _, record in execute_fleet(specs, device="cpu")]
     assert results == [execute(each, device="cpu").task_accuracy for each in specs]
+
+
+@pytest.mark.parametrize(("setting", "title"), [("heads", "Acc %, task told"), ("er.heads", "Acc %")])
+def test_a_comparison_of_runs_with_heads_has_the_figures_with_the_task_told(parabolic, setting, title):
+    settings = ("--learners", "er,sgd", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
+    code, out, _ = parabolic("compare", *settings, "--set", f"{setting}=true", "--format", "json")
+    assert code == 0
+    [table] = json.loads(out)
+    assert table["columns"][0]["title"] == title
 
 
 def test_a_method_that_forgets_keeps_more_with_heads_for_each_task():

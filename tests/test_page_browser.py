@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, chromium
-from made_up import AROUND, EVIL, record, rename_in_file, save_few_runs, save_many_runs, save_run_with_bounds
+from made_up import (
+    AROUND,
+    EVIL,
+    record,
+    record_with_heads,
+    rename_in_file,
+    save_few_runs,
+    save_many_runs,
+    save_run_with_bounds,
+)
 
 from parabolic import RunSpec, Store
 from parabolic.report.page import write_page
@@ -28,6 +37,7 @@ def small(tmp_path_factory):
     store = Store(folder / "runs")
     save_few_runs(store)
     save_run_with_bounds(store, RunSpec("pcl"))
+    store.save(record_with_heads(RunSpec("ewc"), 20, 80))
     store.save_failure(RunSpec("gem"), "the loss became nan")
     store.save(record(RunSpec("pcl", "seq-blobs"), 90, tasks=3))
     spec = RunSpec("er", memory=77)
@@ -76,7 +86,7 @@ def test_all_is_drawn_within_its_bounds_and_asks_for_nothing(browser, request, p
     sections = browser.do("[...document.querySelectorAll('section:not(.scene)')].map(each => each.id)")
     assert sections == SECTIONS
     scenes = browser.do("[...document.querySelectorAll('.scene')].map(each => each.id)")
-    assert len(scenes) == {"small": 4, "large": 8}[page]  # bounds are measured in a run of its own
+    assert len(scenes) == {"small": 5, "large": 8}[page]  # bounds are measured in a run of its own
     for scene in scenes if page == "small" else (browser.do("chooser.value"), scenes[0]):
         browser.do(f"choose('{scene}')")
         browser.draw_all()
@@ -178,7 +188,7 @@ def test_where_a_number_comes_from_is_one_click_away(browser, small):
     browser.do("document.querySelector('#scene-3 td .figure').click()")
     assert browser.do("dialog.open")
     text = browser.do("dialog.innerText")
-    for word in (AROUND["command"], "A Processor", "2.13.0", "options.lr", "runs/"):
+    for word in (AROUND["command"], "A Processor", "2.13.0", "options.lr", "runs/", "Acc, %\tAAA, %"):
         assert word in text
     assert browser.do("document.querySelectorAll('#origin-body table')[0].rows.length") == 1 + 3
     browser.do("dialog.close()")
@@ -189,6 +199,8 @@ def test_where_a_number_comes_from_is_one_click_away(browser, small):
     )
     assert browser.do("dialog.open")
     assert browser.do("document.querySelectorAll('#origin-body table')[0].rows.length") == 1 + 3
+    browser.do("dialog.close(); choose('scene-4'); document.querySelector('#scene-4 td .figure').click()")
+    assert "Acc, the task told, %\tAAA, the task told, %" in browser.do("dialog.innerText")
     browser.do("dialog.close(); document.querySelector('#all .bad .figure').click()")
     assert "the loss became nan" in browser.do("dialog.innerText")
 

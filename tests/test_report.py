@@ -23,6 +23,7 @@ from made_up import (
     EVIL,
     bounds_row,
     record,
+    record_with_heads,
     rename_in_file,
     save_few_runs,
     save_many_runs,
@@ -126,6 +127,63 @@ def test_a_tie_is_no_lead_and_a_gain_no_loss(store):
     ]
     store.path(RunSpec("sgd").key).joinpath("run.json").unlink()
     assert "does worst" not in text_of(page_of(store))
+
+
+def test_runs_with_a_head_for_each_task_are_shown_with_the_task_told(store, tmp_path):
+    """Scores of different heads are not comparable: with all classes competing, the order says nothing."""
+    for seed in range(3):
+        store.save(record_with_heads(RunSpec("er", seed=seed), 80, 60))
+        store.save(record_with_heads(RunSpec("ewc", seed=seed), 20, 81))
+        store.save(record(RunSpec("er", seed=seed), 50))
+        store.save(record(RunSpec("ewc", seed=seed), 45))
+    all_runs = sorted(store, key=lambda run: run.spec["seed"])
+    told = {
+        learner: [run for run in all_runs if run.spec["learner"] == learner and run.spec["heads"]]
+        for learner in ("er", "ewc")
+    }
+    acc, lost = (
+        {learner: mean(run.metrics[name] for run in same) for learner, same in told.items()}
+        for name in ("task_acc", "task_forgetting")
+    )
+    plain, scene = find_scenes(store).scenes
+    assert [method.name for method in plain.done] == ["er", "ewc"]
+    assert "all classes competing" in headline(plain)[0]
+    sentences = headline(scene)
+    assert sentences[0] == (
+        f"ewc does best: after 5 tasks its accuracy is {acc['ewc']:.1f} %, averaged over the tasks, the task told "
+        "(the mean of 3 seeds)."
+    )
+    assert f"ewc is {acc['ewc'] - acc['er']:.1f} points ahead of er" in sentences[1]
+    assert f"ewc has lost {lost['ewc']:.1f} points against" in sentences[2]
+    assert f"er, which does worst of 2, has lost {lost['er']:.1f} points" in sentences[2]
+
+    best, _ = scene.done
+    assert best.matrices == pytest.approx(np.stack([run.task_matrix for run in told["ewc"]]), nan_ok=True)
+    assert best.curves == pytest.approx(np.array([metrics.anytime(run.task_matrix) for run in told["ewc"]]))
+    results = results_of(scene)
+    assert [column.group for column in results.columns] == [*["the task told"] * 3, ""]
+    assert [cell.by_seed for cell in results.rows["ewc"]][:3] == [
+        {run.spec["seed"]: run.metrics[f"task_{name}"] for run in told["ewc"]} for name in ("acc", "aaa", "forgetting")
+    ]
+
+    page = page_of(store)
+    text, data = text_of(page), data_of(page)
+    assert "the mean accuracy over all tasks so far, the task told; higher" in text
+    assert re.search(rf"{acc['ewc']:.1f} ± \S+ \(n=3\), the task told", text)
+    titles = [figure["layout"]["yaxis"].get("title", {}).get("text") for figure in data["figures"].values()]
+    assert {"accuracy so far, %", "accuracy so far, the task told, %"} <= {*titles}
+    for run in told["ewc"]:
+        values = [run.metrics[f"task_{name}"] for name in ("acc", "aaa", "forgetting")]
+        assert data["runs"][run.key]["figures"] == [round(value, 2) for value in values]
+        line = re.search(rf'data-runs="{run.key}"><code>.*?</tr>', page)[0]
+        assert re.findall(r">(-?[\d.]+)</td>", line)[-4:-1] == [f"{value:z.1f}" for value in values]
+
+    lines_of_plot = plot_text(scene).plain.splitlines()
+    assert lines_of_plot[0].endswith("heads=True: mean accuracy over the tasks so far, the task told, %")
+    assert lines_of_plot[-2].startswith(f"{SIGNS[0]} ewc: {acc['ewc']:.1f} ± ")
+    svg = draw_curves(scene, tmp_path / "told.svg", "paper").read_text()
+    assert "the task told (%)" in svg
+    assert "the task told" not in draw_curves(plain, tmp_path / "plain.svg", "paper").read_text()
 
 
 def test_runs_on_held_out_examples_are_shown_where_they_are_asked_for(parabolic):

@@ -223,6 +223,10 @@ def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
         (lambda content: content["metrics"].pop("acc"), "its figures are missing or not finite numbers"),
         (lambda content: content["metrics"].pop("aaa"), "its figures are missing or not finite numbers"),
         (lambda content: content["metrics"].pop("forgetting"), "its figures are missing or not finite numbers"),
+        (
+            lambda content: (content["spec"].update(heads=True), content["metrics"].pop("task_acc")),
+            "its figures are missing or not finite numbers",
+        ),
         (lambda content: content["metrics"].update(of_old="many"), "its figures are missing or not finite numbers"),
         (lambda content: content["metrics"].update(of_old=math.nan), "its figures are missing or not finite numbers"),
         (

@@ -346,8 +346,17 @@ def test_runs_with_a_head_for_each_task_are_told_of_by_what_they_know_with_the_t
     assert words.startswith("After 5 tasks, the mean accuracy over them, the task told, is: ewc 99 %, er 90 %.")
     assert "On the same seeds ewc is 8.8 points ahead of er" in words
     assert "ewc has lost 2 points against its best before the end" in words
+    table = comparison(runs, title="t", seeds=2)
+    assert [column.title for column in table.columns] == [
+        "Acc %, task told", "AAA %, task told", "forgetting, task told", "seconds"
+    ]  # fmt: skip
+    assert table.rows["ewc"][0].by_seed == {0: 99.0, 1: 99.5}
     one_without = runs | {"sgd": [with_heads(0, 95.0, 80.0, heads=False)]}
+    assert comparison(one_without, title="t", seeds=2).columns[0].title == "Acc %"
     assert "all classes competing, is: sgd 95 %, er 94 %, ewc 60 %." in in_words(one_without)
+    one_without["sgd"] = [replace(run, diverged="no numbers", metrics={}) for run in one_without["sgd"]]
+    assert comparison(one_without, title="t", seeds=2).columns[0].title == "Acc %"
+    assert "all classes competing, is: er 94 %" in in_words(one_without)  # as the columns above
 
 
 @pytest.mark.parametrize("of", [partial(comparison, title="t", seeds=2), in_words])

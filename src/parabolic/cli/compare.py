@@ -32,7 +32,7 @@ from parabolic.experiments import Outcome, Preset, Record, RunSpec, Store, build
 from parabolic.experiments.paper import Effort
 from parabolic.options import options_of, parse_option
 from parabolic.report import comparison, in_words
-from parabolic.report.comparisons import FIGURES, USUAL, column_of, finished, plural
+from parabolic.report.comparisons import FIGURES, USUAL, column_of, finished, judged_by, plural
 from parabolic.report.tables import Column
 
 __all__ = ["compare"]
@@ -68,7 +68,7 @@ def compare(
         str | None,
         typer.Option(
             help=f"The columns, separated by commas: {', '.join(FIGURES)}, and the measures of `--set measure`.",
-            show_default=f"{','.join(USUAL)} and all measures",
+            show_default=f"{','.join(USUAL)} and all measures; with heads=true, with the task told",
         ),
     ] = None,
     tables: TableOptions,
@@ -128,7 +128,9 @@ def _columns(metrics: str | None, specs: Iterable[RunSpec]) -> dict[str, Column]
             if measures.setdefault(name, measure) is not measure:
                 remedy = "two files have a function of this name: rename one"
                 raise invalid("measure", name, "one function for each column", remedy)
-    names = [*USUAL, *measures] if metrics is None else [name.strip() for name in metrics.split(",")]
+    heads = all(spec.heads for spec in specs)
+    usual = [judged_by(name, heads=heads) for name in USUAL]
+    names = [*usual, *measures] if metrics is None else [name.strip() for name in metrics.split(",")]
     own_columns = {name: column_of(name, measures[owner(name)]) for name in names if owner(name) in measures}
     for name in names:
         check_name("--metrics", name, {*FIGURES, *measures, *own_columns})

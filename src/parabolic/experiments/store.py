@@ -363,7 +363,9 @@ def _check_record(record: Record) -> None:
     if not record.task_accuracy and any(name.startswith("task_") for name in record.metrics):
         raise ValueError("it lacks the accuracies that its metrics are computed from")
     numbers = [*record.metrics.values(), *(value for row in rows for value in row)]
-    has_right_metrics = not record.metrics if record.diverged else {"acc", "aaa", "forgetting"} <= set(record.metrics)
+    judged = {"acc", "aaa", "forgetting"}
+    judged |= {f"task_{name}" for name in judged if spec.get("heads")}
+    has_right_metrics = not record.metrics if record.diverged else judged <= set(record.metrics)
     if not (has_right_metrics and all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)):
         raise ValueError("its figures are missing or not finite numbers")
     if not all(0 <= value <= 100 for row in accuracies for value in row):

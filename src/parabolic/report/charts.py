@@ -57,7 +57,7 @@ def anytime_chart(scene: Scene) -> Figure:
         "data": traces,
         "layout": {
             "xaxis": _axis("after task", dtick=_tick_step(longest)),
-            "yaxis": _axis("accuracy so far, %", range=[0, 101]),
+            "yaxis": _axis(f"accuracy so far{scene.remark}, %", range=[0, 101]),
         },
     }
 
@@ -136,7 +136,7 @@ def forgetting_chart(scene: Scene) -> Figure:
     return {
         "data": [bars],
         "layout": {
-            "xaxis": _axis("forgetting, points", rangemode="tozero"),
+            "xaxis": _axis(f"forgetting{scene.remark}, points", rangemode="tozero"),
             "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
         },
     }

@@ -9,14 +9,14 @@ from statistics import fmean
 
 from parabolic.checks import Description, check_name, invalid
 from parabolic.engine.measures import Measure
-from parabolic.experiments import Record
+from parabolic.experiments import FailedRun, Record
 from parabolic.report.runs import sees_all
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
 __all__ = [
     "FIGURES", "USUAL", "cell_of", "column_of", "comparison", "finished", "forgetting_sentences", "format_seconds",
-    "gap_phrase", "in_words", "is_level", "joint_notes", "plural",
+    "gap_phrase", "have_heads", "in_words", "is_level", "joint_notes", "judged_by", "plural",
 ]  # fmt: skip
 
 FIGURES = {
@@ -46,14 +46,32 @@ def comparison(
 ) -> Results:
     """A table of learners against metrics, over the same seeds; `columns` are keyed by the names of the figures.
 
+    By default these are the usual ones: if all runs have a head for each task, with the task told.
     Each learner has one run for each seed. Runs that diverged are counted beside the figures of the others.
     """
     _check_seeds(runs)
-    columns = {name: FIGURES[name] for name in USUAL} if columns is None else columns
+    if columns is None:
+        heads = have_heads(record for records in runs.values() for record in records)
+        columns = {name: FIGURES[name] for name in (judged_by(name, heads=heads) for name in USUAL)}
     rows = {learner: [cell_of(records, name, seeds) for name in columns] for learner, records in runs.items()}
     notes = [*notes, *joint_notes(runs), *_unmeasured_notes(runs, columns)]
     keys = {learner: {record.spec["seed"]: record.key for record in records} for learner, records in runs.items()}
     return Results("comparison", title, list(columns.values()), rows, notes, heading="learner", keys=keys)
+
+
+def have_heads(runs: Iterable[Record | FailedRun]) -> bool:
+    """Whether there are runs and each has a head for each task: scores of different tasks are then not comparable."""
+    heads = [bool(run.spec.get("heads")) for run in runs]
+    return bool(heads) and all(heads)
+
+
+def judged_by(name: str, *, heads: bool) -> str:
+    """The figure that runs are judged by: with a head for each task, the one with the task told, if there is one.
+
+    >>> judged_by("acc", heads=True), judged_by("seconds", heads=True), judged_by("acc", heads=False)
+    ('task_acc', 'seconds', 'acc')
+    """
+    return f"task_{name}" if heads and {name, f"task_{name}"} <= FIGURES.keys() else name
 
 
 def column_of(name: str, measure: Measure | None = None) -> Column:
@@ -101,10 +119,10 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     """What a comparison shows, in a few plain sentences: with a head for each task, when the task is told."""
     _check_seeds(runs)
     diverged = {learner: len(records) - len(finished(records)) for learner, records in runs.items()}
+    heads = have_heads(record for records in runs.values() for record in records)
     runs = {learner: finished(records) for learner, records in runs.items()}
-    told = all(record.spec.get("heads") for records in runs.values() for record in records)
-    competing, kind = ("the task told", "task_") if told else ("all classes competing", "")
-    acc = {learner: _by_seed(records, f"{kind}acc") for learner, records in runs.items() if records}
+    competing = "the task told" if heads else "all classes competing"
+    acc = {learner: _by_seed(records, judged_by("acc", heads=heads)) for learner, records in runs.items() if records}
     means = {learner: fmean(values.values()) for learner, values in acc.items()}
     ranked = sorted(means, key=lambda learner: -means[learner])
     if not ranked:
@@ -124,7 +142,8 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
                 f"(95 % interval {gap.low:z.1f} to {gap.high:z.1f})."
             )
         if tasks > 1:
-            lost = {learner: cell_of(runs[learner], f"{kind}forgetting").ours for learner in (first, last)}
+            name = judged_by("forgetting", heads=heads)
+            lost = {learner: cell_of(runs[learner], name).ours for learner in (first, last)}
             sentences += forgetting_sentences(lost)
     return " ".join(sentences)
 

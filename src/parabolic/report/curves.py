@@ -43,7 +43,7 @@ def plot_text(scene: Scene, width: int = 80, height: int = 16) -> Text:
         height: lines for the curves; the axis and the legend come below.
     """
     methods = scene.done[: len(SIGNS)]
-    text = Text(f"{scene.title}: mean accuracy over the tasks so far, %\n", style="bold")
+    text = Text(f"{scene.title}: mean accuracy over the tasks so far{scene.remark}, %\n", style="bold")
     if not methods:
         return text.append("no run has finished here yet\n")
     tasks = max(method.curves.shape[1] for method in methods)
@@ -87,7 +87,8 @@ def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
     ):
         for index, method in enumerate(scene.done):
             tasks = max(tasks, _draw_curve(axis, index, method))
-        axis.set(xlabel="after task", ylabel="mean accuracy so far (%)", ylim=(0, 102))
+        ylabel = textwrap.fill(f"mean accuracy so far{scene.remark} (%)", 24)
+        axis.set(xlabel="after task", ylabel=ylabel, ylim=(0, 102))
         axis.set_xticks(range(1, tasks + 1, math.ceil(tasks / 10)))
         axis.grid(alpha=0.3, linewidth=0.5)
         if not paper:

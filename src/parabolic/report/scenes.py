@@ -6,18 +6,18 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parabolic import metrics
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
 from parabolic.experiments.paper import is_bound
 from parabolic.plugins import is_loaded
-from parabolic.report.comparisons import cell_of, column_of, joint_notes, plural
+from parabolic.report.comparisons import cell_of, column_of, have_heads, joint_notes, judged_by, plural
 from parabolic.report.runs import (
     Row,
     conditions_of,
@@ -47,7 +47,10 @@ VERSIONED = ("environment.code", "environment.data")  # the user's own: if they 
 
 @dataclass(frozen=True)
 class Method:
-    """A learner with its settings: its runs that finished, diverged and failed, by seed."""
+    """A learner with its settings: its runs that finished, diverged and failed, by seed.
+
+    If these have a head for each task, all accuracies are those with the task told, and so is forgetting.
+    """
 
     name: str
     runs: Mapping[int, Record] = field(default_factory=dict)
@@ -56,7 +59,13 @@ class Method:
 
     def cell(self, metric: str, wanted: int = 0) -> Cell:
         """A metric, or the training `seconds`, by seed."""
-        return cell_of([*self.runs.values(), *self.diverged.values()], metric, wanted)
+        runs = [*self.runs.values(), *self.diverged.values()]
+        return cell_of(runs, judged_by(metric, heads=self.has_heads), wanted)
+
+    @cached_property
+    def has_heads(self) -> bool:
+        """Whether its runs have a head for each task."""
+        return have_heads(self.tried.values())
 
     @property
     def tried(self) -> dict[int, Record | FailedRun]:
@@ -70,12 +79,13 @@ class Method:
     @property
     def curves(self) -> NDArray[np.float64]:
         """The mean accuracy over the tasks seen so far, after each task: one row per seed."""
-        return np.array([[fmean(row) for row in record.accuracy] for record in self._longest])
+        return np.array([metrics.anytime(matrix) for matrix in self.matrices])
 
     @property
     def matrices(self) -> NDArray[np.float64]:
         """The accuracy matrices, one per seed, with NaN above the diagonal."""
-        return np.stack([record.matrix for record in self._longest])
+        matrices = (record.task_matrix if self.has_heads else record.matrix for record in self._longest)
+        return np.stack([matrix for matrix in matrices if matrix is not None])
 
     @property
     def _longest(self) -> list[Record]:
@@ -98,6 +108,16 @@ class Scene:
     def done(self) -> list[Method]:
         """The methods with finished runs."""
         return [method for method in self.methods if method.runs]
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether its runs have a head for each task; as this is a setting, all of them do or none."""
+        return any(method.has_heads for method in self.methods)
+
+    @property
+    def remark(self) -> str:
+        """What is added to the names of its figures, unless all classes compete."""
+        return ", the task told" if self.has_heads else ""
 
     @property
     def leaders(self) -> list[Method]:
@@ -170,6 +190,8 @@ def results_of(scene: Scene) -> Results:
     records = [record for same_method in runs.values() for record in same_method]
     measures = dict.fromkeys(name for record in records for name in record.measured if not is_bound(record, name))
     columns = COLUMNS | {name: column_of(name) for name in measures}
+    if scene.has_heads:
+        columns |= {name: replace(columns[name], group="the task told") for name in ("acc", "aaa", "forgetting")}
     rows = {method.name: [method.cell(name, wanted) for name in columns] for method in scene.methods}
     return Results("scene", scene.title, list(columns.values()), rows, joint_notes(runs), heading="method")
 

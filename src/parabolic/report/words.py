@@ -25,7 +25,7 @@ def headline(scene: Scene) -> list[str]:
         subject, possessive = f"{best.name} does best" if others else best.name, "its"
     sentences = [
         f"{subject}: after {plural(tasks, 'task')} {possessive} accuracy is {acc.mean:.1f} %, "
-        f"averaged over the tasks, all classes competing ({_seed_phrase(best)})."
+        f"averaged over the tasks{scene.remark or ', all classes competing'} ({_seed_phrase(best)})."
     ]
     if others:
         sentences.append(_lead_sentence(best, others[0]))

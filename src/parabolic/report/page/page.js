@@ -144,9 +144,10 @@ function showOrigin(keys) {
   const done = runs.filter(([, run]) => run.figures), unfinished = runs.filter(([, run]) => run.reason !== undefined);
   const environments = [...new Set(runs.map(([, run]) => run.around))].filter(place => place !== undefined).map(place => data.surroundings[place]);
   const unusual = new Set(runs.flatMap(([, run]) => run.unusual));
+  const told = data.specs[runs[0][1].spec].heads === "True" ? ", the task told" : "";
   body.replaceChildren();
   if (done.length) body.append(tableOf(
-    ["seed", "Acc, %", "AAA, %", "forgetting, points", "training, s", "testing, s", "finished, UTC", "folder"],
+    ["seed", `Acc${told}, %`, `AAA${told}, %`, `forgetting${told}, points`, "training, s", "testing, s", "finished, UTC", "folder"],
     done.map(([, run]) => [run.seed, ...run.figures, ...run.seconds, run.when.slice(0, 16).replace("T", " "), make("code", run.folder)].map(each => each instanceof Node ? each : String(each))),
   ));
   for (const [, run] of unfinished) body.append(make("h3", `Seed ${run.seed} ${run.how}`), make("p", run.reason), make("p", `${run.when}, `, make("code", run.folder)), ...(run.trace ? [make("pre", run.trace)] : []));

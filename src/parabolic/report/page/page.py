@@ -24,10 +24,11 @@ from parabolic.learners import known_learners
 from parabolic.options import dotted
 from parabolic.plugins import require
 from parabolic.report import charts
+from parabolic.report.comparisons import judged_by
 from parabolic.report.page.bridges import Bridges, draw_bridges
 from parabolic.report.page.tables import TableView, paper_table_views, scene_table_view
 from parabolic.report.paper import hardware
-from parabolic.report.runs import departures, fault_of, format_settings, row_of, select, settings_of
+from parabolic.report.runs import Row, departures, fault_of, format_settings, row_of, select, settings_of
 from parabolic.report.scenes import FoundScenes, Scene, find_scenes
 from parabolic.report.words import headline, judgement, lead
 from parabolic.streams import known_streams
@@ -191,7 +192,7 @@ def _glance(scene: Scene) -> dict[str, str]:
         spread = f" ± {acc.sd:.1f}" if acc.n > 1 else ""
         cells |= {
             "best": ", ".join(method.name for method in scene.leaders),
-            "acc": f"{acc.mean:.1f}{spread} (n={acc.n})",
+            "acc": f"{acc.mean:.1f}{spread} (n={acc.n}){scene.remark}",
         }
     if len(done) > 1:
         gap = lead(done[0], done[1])
@@ -262,7 +263,7 @@ def _facts(finds: FoundScenes, store: Store) -> dict[str, Any]:
             runs[key] |= {"how": "diverged", "reason": run.diverged}
         else:
             runs[key] |= {
-                "figures": [round(row[f"metrics.{name}"], 2) for name in ("acc", "aaa", "forgetting")],
+                "figures": [round(row[name], 2) for name in _judged_by(row)],
                 "seconds": [round(row[name], 2) for name in ("train_seconds", "test_seconds")],
             }
     return {"runs": runs, "specs": specs.items, "surroundings": surroundings.items}
@@ -307,8 +308,13 @@ def _all_runs(finds: FoundScenes) -> Iterator[dict[str, Any]]:
                 row["seed"],
                 settings_of(row) or "default",
             ],
-            "figures": [*map(row.get, ("metrics.acc", "metrics.aaa", "metrics.forgetting", "train_seconds"))],
+            "figures": [*map(row.get, (*_judged_by(row), "train_seconds"))],
         }
+
+
+def _judged_by(row: Row) -> list[str]:
+    """The columns of the accuracy, AAA and forgetting that a run is judged by."""
+    return [f"metrics.{judged_by(name, heads=bool(row['heads']))}" for name in ("acc", "aaa", "forgetting")]
 
 
 def _asset(name: str) -> str:
