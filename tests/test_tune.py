@@ -277,6 +277,14 @@ def test_choices_may_have_arguments_and_be_the_users_own(tmp_path):
         tune(search, Store(tmp_path), trials=3, device="cpu")
 
 
+def test_runs_with_a_head_for_each_task_are_judged_with_the_task_told(tmp_path):
+    spec = RunSpec("sgd", stream="seq-blobs", heads=True)
+    assert (Search(spec).metric, Search(spec, metric="acc").metric, Search(BLOBS).metric) == ("task_aaa", "acc", "aaa")
+    store, search = Store(tmp_path), Search(spec, {"lr": "0.0001,0.1"})
+    [best, _] = sorted(tune(search, store, trials=2, device="cpu").trials, key=lambda trial: -trial.score)
+    assert best.score == max(record.metrics["task_aaa"] for record in store)
+
+
 @pytest.mark.parametrize("metric", ["task_aaa", "task_acc"])
 def test_trials_may_be_judged_with_the_task_told(tmp_path, metric):
     store, search = Store(tmp_path), Search(BLOBS, {"lr": "0.01,0.1"}, metric=metric)

@@ -61,7 +61,9 @@ def tune_one(
         typer.Option(metavar="NAME=LOW:HIGH[:log]|A,B,C", help="The values to try for a setting; may be repeated."),
     ] = None,
     settings: Set = None,
-    metric: Annotated[str, typer.Option(help=f"{', '.join(METRICS)}. {ABOUT['metric']}")] = "aaa",
+    metric: Annotated[
+        str | None, typer.Option(help=f"{', '.join(METRICS)}. {ABOUT['metric']}", show_default=False)
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help=ABOUT["seeds"])] = 1,
     validation: Annotated[float, typer.Option(help=ABOUT["validation"])] = 0.1,
     seed: Annotated[int, typer.Option(help=ABOUT["seed"])] = 0,

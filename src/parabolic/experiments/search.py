@@ -90,15 +90,20 @@ class Search:
 
     spec: RunSpec
     space: Mapping[str, str] = field(default_factory=dict)
-    metric: str = option("aaa", "the metric to maximise, or a measure of --set measure that says what is `better`")
+    metric: str = option(
+        None,
+        "the metric to maximise, or a measure of --set measure that says what is `better` (none: aaa, or "
+        "task_aaa with a head for each task)",
+    )
     seeds: int = option(1, "how many seeds a trial is run with, from 0; their mean is its score", at_least=1)
     validation: float = option(0.1, "share of each class's training examples to hold out for judging", above=0, below=1)
     seed: int = option(0, "determines which values are tried", at_least=0)
     prune: bool = option(False, "whether to stop a trial once it is below the median of the earlier ones")
 
     def __post_init__(self) -> None:
-        check_options(self)
         check_spec(self.spec)
+        object.__setattr__(self, "metric", self.metric or ("task_aaa" if self.spec.heads else "aaa"))
+        check_options(self)
         if "validation" in self.spec.scenario:
             got = self.spec.scenario["validation"]
             raise invalid("validation", got, "none for the run", "set `validation` of the search instead")
