@@ -485,6 +485,18 @@ def test_the_progress_of_a_run_is_the_share_of_what_was_left_of_it(tmp_path, wor
     }
 
 
+def test_reports_of_progress_do_not_end_a_wait():
+    """After each wait a grid tries to claim its waiting runs, which takes a lock on disk for each."""
+    crew, shares = Processes(["cpu"]), []
+    try:
+        crew.start(Job((RunSpec("sgd", stream="seq-blobs", batch=4, backbone="mlp"),)))
+        (job, news), = crew.wait(None, lambda spec, share: shares.append((spec, share)))  # fmt: skip
+        assert news.record.steps == 300
+        assert shares == [(job.specs[0], step / 300) for step in range(20, 301, 20)]
+    finally:
+        crew.close()
+
+
 def test_the_bar_shows_how_many_run_ended_and_failed():
     screen = io.StringIO()
     with GridBar(Console(file=screen, force_terminal=True, width=120)) as bar:

@@ -93,14 +93,17 @@ class Processes:
 
     def wait(self, seconds: float | None, report: Report | None = None) -> Iterator[tuple[Job, News | Over]]:
         """Wait for the next message of any process."""
-        try:
-            worker, message = self._messages.get(timeout=seconds)
-        except Empty:
-            return
-        if isinstance(message, Reached):
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                worker, message = self._messages.get(timeout=left)
+            except Empty:
+                return
+            if not isinstance(message, Reached):
+                break
             if report is not None:
                 report(message.spec, message.share)
-            return
         if isinstance(message, News):
             worker.healthy &= not message.trace  # after an unexpected error its state is unknown
             yield self._busy[worker], message
