@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.experiments import Preset, RunSpec, load_preset
+from parabolic.experiments.store import runs_option
 from parabolic.learners import find_learner
 from parabolic.options import no_option, options_of, parse_option
 
@@ -70,8 +70,7 @@ def listing(kind: str, runs: Path) -> str:
     >>> listing("failed", Path("runs")), listing("failed", Path("my runs"))
     ('parabolic runs --failed', "parabolic runs --failed --runs 'my runs'")
     """
-    folder = "" if runs == Path("runs") else f" --runs {shlex.quote(str(runs))}"
-    return f"parabolic runs --{kind}{folder}"
+    return f"parabolic runs --{kind}{runs_option(runs)}"
 
 
 def table_console(*, stderr: bool = False) -> Console:

@@ -34,7 +34,7 @@ from parabolic.engine.threads import threads_for
 from parabolic.experiments.code import commit_here, content_hashes, own_code_of, package_code
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
-from parabolic.experiments.store import Record, Store, check_store
+from parabolic.experiments.store import Record, Store, check_store, runs_option
 from parabolic.learners import Heads, Learner, find_learner
 from parabolic.learners.functional import draws_apart
 from parabolic.streams import Stream, make_stream
@@ -148,9 +148,8 @@ class _Claim(Callback):
         self.lock = self.store.claim(key)
         if self.lock is None:
             got = Description(f"{key}, which another process is training")
-            root = self.store.root
-            folder = "" if root == Path("runs") else f" --runs {shlex.quote(str(root))}"
-            remedy = f"`parabolic watch {key[:8]}{folder}` shows its progress; or name another folder of runs"
+            command = f"parabolic watch {key[:8]}{runs_option(self.store.root)}"
+            remedy = f"`{command}` shows its progress; or name another folder of runs"
             raise invalid("run", got, "one that no other process is training", remedy)
         if not self.again and (record := self.store.ended(self.spec)) is not None:
             raise _Ended(record)
@@ -263,7 +262,7 @@ def execute_fleet(
     for spec in specs:
         check_spec(spec)
     on_gpu = find_device(device).type == "cuda"
-    size = min((yard.room.get(spec.shape, len(specs)) for spec in specs), default=1) if on_gpu else 1
+    size = yard.room.get(specs[0].shape, len(specs)) if on_gpu and specs else 1
     groups = deque(_groups_by_position(specs, size, keeping))
     while groups:
         group = groups.popleft()

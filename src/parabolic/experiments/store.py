@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 from parabolic.options import dotted
 
-__all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", "checked", "is_of"]
+__all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", "checked", "is_of", "runs_option"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR = "monitor.jsonl"
@@ -276,6 +277,15 @@ class Store(EndedRuns):
 
     def _disk_errors(self) -> AbstractContextManager[None]:
         return disk_errors("runs", self.root, "free some space or name another folder; finished runs are safe")
+
+
+def runs_option(root: Path) -> str:
+    """The end of a command about the runs in this folder; empty for the folder that commands look in anyway.
+
+    >>> runs_option(Path("runs")), runs_option(Path("my runs"))
+    ('', " --runs 'my runs'")
+    """
+    return "" if root == Path("runs") else f" --runs {shlex.quote(str(root))}"
 
 
 def _as_json(fields: Mapping[str, Any]) -> str:
