@@ -818,6 +818,9 @@ def test_vrmcl_learns_the_newest_tasks_as_little_as_the_results_tell():
     assert sentence.format(*on_tiny) in page
     assert f"on Seq-CIFAR-100 it is {newest('VRMCL', 1, tasks=3):.1f} % after the last three" in page
     assert f"in which all classes compete, and has {newest('VRMCL', 2, tasks=5, tuned=True):.1f} %" in page
+    wrong = [records.find(spec) for spec in paper_tables()["corrupt"].settings[2].specs("VRMCL")]
+    assert {accuracies[-1] for run in wrong for accuracies in run.accuracy[-8:]} == {0.0}
+    assert "accuracy on the newest task is 0.0 % after each of the last eight tasks, in all seeds" in page
 
 
 def test_tinyimagenet_is_told_as_the_records_have_it():
